@@ -250,7 +250,7 @@ static vjp_tensor random_rows(vjp_dtype dtype, int64_t rows, int64_t columns, ui
 static double sampled_error(const float *db, const float *dy, const float *a, int64_t rows, int64_t m, int64_t n,
                             double old) {
     double wrong = 0, right = 0;
-    for (int64_t i = 0; i < SAMPLES; i++) {
+    for (int64_t i = 0; i < SAMPLES && i < m * n; i++) {
         int64_t row = i < 4 ? i / 2 * (m - 1) : i * 7919 % m, column = i < 4 ? i % 2 * (n - 1) : i * 104729 % n;
         double sum = old;
         for (int64_t r = 0; r < rows; r++)
@@ -275,6 +275,7 @@ static void gradients_of_weights_over_many_rows(void **state) {
     } cases[] = {{VJP_BF16, 3072, 512, 256, -1, false},   /* one product */
                  {VJP_BF16, 3072, 512, 256, 0, false},    /* all numbers of one sign: the drift is largest */
                  {VJP_BF16, 16384, 1024, 1024, 0, false}, /* a batch of parts */
+                 {VJP_F16, 3072, 512, 256, 0, false},     /* f16 drifts more */
                  {VJP_F16, 9000, 1408, 1032, -1, true},   /* with a shorter one at its end */
                  {VJP_BF16, 40000, 96, 72, 0, false},     /* more than are added in registers */
                  {VJP_F16, 5000, 333, 129, -1, false},    /* rows that are not aligned */
@@ -315,6 +316,38 @@ static void gradients_of_weights_over_many_rows(void **state) {
         free(dy_values), free(a_values), free(db_values[0]), free(db_values[1]), free(first);
         vjp_free(device, dy.data), vjp_free(device, a.data), vjp_free(device, b.data), vjp_free(device, db.data);
     }
+}
+
+/*
+ * The same of conv2d, whose 1 x 1 kernel is such a product of pixels. There are so many of them that Hopper's parts are
+ * longer than what is summed in registers; an emulated one has time for fewer, which suffice in f16.
+ */
+static void gradients_of_weights_over_many_pixels(void **state) {
+    (void)state;
+    need_device();
+    bool emulated = device_is("cuda", "emulated");
+    const int64_t side = emulated ? 190 : 280, channels = 32, pixels = 8 * side * side;
+    const int64_t picture[] = {8, side, side, channels}, kernel[] = {channels, 1, 1, channels};
+    const vjp_conv2d_attributes attributes = CONV_ATTRIBUTES(1, 0, 1, LAST);
+    size_t bytes = (size_t)(channels * channels) * sizeof(float);
+    float *dweight_values = calloc(1, bytes);
+    assert_non_null(dweight_values);
+    for (vjp_dtype dtype = emulated ? VJP_F16 : VJP_BF16; dtype <= VJP_F16; dtype++) {
+        float *dy_values, *x_values;
+        vjp_tensor dy = random_rows(dtype, pixels, channels, 1, 0, &dy_values);
+        vjp_tensor x = random_rows(dtype, pixels, channels, 2, 0, &x_values);
+        vjp_tensor dweight = on_device(VJP_F32, 4, kernel, dweight_values, bytes);
+        dy = vjp_tensor_of(dy.data, dtype, 4, picture);
+        x = vjp_tensor_of(x.data, dtype, 4, picture);
+        assert_int_equal(vjp_conv2d_backward(device, NULL, &dweight, NULL, &dy, &x, NULL, &attributes), VJP_OK);
+        assert_int_equal(vjp_download(device, dweight_values, dweight.data, 0, bytes), VJP_OK);
+        double error = sampled_error(dweight_values, dy_values, x_values, pixels, channels, channels, 0);
+        printf("dweight over %lld pixels: error %.1e\n", (long long)pixels, error);
+        assert_true(error < 1e-5);
+        free(dy_values), free(x_values);
+        vjp_free(device, dy.data), vjp_free(device, x.data), vjp_free(device, dweight.data);
+    }
+    free(dweight_values);
 }
 
 /* 0: the child was refused everything, with a sentence. */
@@ -409,6 +442,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(calls_run_on_the_stream_that_was_set),
         cmocka_unit_test(ropes_of_several_tensors_are_those_of_each),
         cmocka_unit_test(gradients_of_weights_over_many_rows),
+        cmocka_unit_test(gradients_of_weights_over_many_pixels),
         cmocka_unit_test(convolutions_of_many_tiles),
         cmocka_unit_test(a_forked_child_is_refused_with_a_sentence),
         cmocka_unit_test(group_norm_of_elements_near_1e38),

@@ -449,6 +449,10 @@ indices thread_index() {
 indices block_index() {
     return {block_of(now), 0, 0};
 }
+tensor_cores cores_of_card() {
+    return current->cores;
+}
+
 int block_of_cluster() {
     return static_cast<int>(rank_of(now));
 }

@@ -26,6 +26,8 @@
 #include <cstdint>
 #include <functional>
 
+#include "tensor_cores.h"
+
 struct CUtensorMap;
 
 namespace emulated {
@@ -39,6 +41,7 @@ struct launch {
     std::function<void()> thread; // what a thread of the kernel does
     const void *arguments;        // which every thread reads
     size_t argument_bytes;
+    tensor_cores cores; // of the card
 };
 
 // One at a time. False: `message` is the first error.
@@ -62,6 +65,7 @@ void arrive_at_barrier(int id);
 // All threads of all blocks of the cluster.
 void wait_for_cluster(const char *file, int line);
 int block_of_cluster();
+tensor_cores cores_of_card();
 
 // The lanes of `mask` wait for one another, then run() is called once with what each brought, by lane (null: not in the
 // mask, or ended), then they continue.

@@ -17,7 +17,8 @@ set(here ${CMAKE_CURRENT_SOURCE_DIR}/cuda)
 
 file(GLOB kernel_files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*/*.cu)
 list(FILTER kernel_files EXCLUDE REGEX "/gemm/products")
-set(emulator_files ${here}/emulate.cpp ${here}/hopper.cpp ${here}/engine.cpp ${here}/runtime.cpp ${here}/products.cpp)
+set(emulator_files ${here}/emulate.cpp ${here}/hopper.cpp ${here}/engine.cpp ${here}/runtime.cpp
+    ${here}/products.cpp ${here}/tensor_cores.cpp)
 add_library(cuda_emulator SHARED EXCLUDE_FROM_ALL ${kernel_files} ${emulator_files})
 set_target_properties(cuda_emulator PROPERTIES OUTPUT_NAME vjp-cuda LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/emulated
   POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)

@@ -595,17 +595,6 @@ void read_registers(float (*to)[MOST_COLUMNS], const product_of_group &p, int th
     }
 }
 
-// The terms of a sum one after the other, the last one first: an order that no card promises.
-template <int N>
-void multiply_terms(float *sums, float (*left)[MOST_COLUMNS], float (*right)[MOST_COLUMNS], int terms) {
-    for (int r = 0; r < ROWS; r++)
-        for (int k = terms; k-- > 0;) {
-            float x = left[k][r];
-            for (int n = 0; n < N; n++)
-                sums[r * N + n] += x * right[k][n];
-        }
-}
-
 // Calls f(number of the thread's, of the sums) for what a thread holds of 64 x 2 `count` sums.
 template <class F> void for_held(int thread, int count, F f) {
     int row = thread / WARP * 16 + thread % WARP / 4;
@@ -654,13 +643,12 @@ void multiply_batch(unsigned group) {
             const product_of_group &own = batch.of[static_cast<size_t>(t)][i];
             for_held(t, p.count, [&](int mine, int sum) { sums[sum] = own.keep ? own.d[mine] : 0; });
         }
-        switch (size) {
-        case 64: multiply_terms<64>(sums, left, right, terms); break;
-        case 96: multiply_terms<96>(sums, left, right, terms); break;
-        case 128: multiply_terms<128>(sums, left, right, terms); break;
-        case 192: multiply_terms<192>(sums, left, right, terms); break;
-        case 256: multiply_terms<256>(sums, left, right, terms); break;
-        default: return report_error("a product of %d columns", size);
+        for (int r = 0; r < ROWS; r++) {
+            float row[MOST_TERMS];
+            for (int k = 0; k < terms; k++)
+                row[k] = left[k][r];
+            add_products(current->cores, p.type == product_of_group::TF32, sums + r * size, size, row, right[0],
+                         MOST_COLUMNS, terms);
         }
         for (int t = 0; t < WARPGROUP; t++) {
             const product_of_group &own = batch.of[static_cast<size_t>(t)][i];

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-// In the place of src/cuda/gemm/products.cu, which calls cuBLASLt: matrix products with sums in double.
+// In the place of src/cuda/gemm/products.cu, which calls cuBLASLt: matrix products with sums as tensor cores have them,
+// and of f32 in double.
 #include "cuda/gemm/products.cuh"
 #include "cuda/common/kernel.cuh"
 
@@ -43,16 +44,24 @@ std::vector<float> numbers_of(const factor &f, vjp_dtype dtype, bool tf32, int64
     return all;
 }
 
-cudaError_t multiply_now(const product &p, bool tf32) {
+cudaError_t multiply_now(const product &p, bool tf32, emulated::tensor_cores cores) {
     float scale = p.factors ? p.factors[0] : p.scale, keep = p.factors ? p.factors[1 + p.add] : p.add;
     vjp_dtype type = p.f32 ? VJP_F32 : p.storage;
     std::vector<double> sums((size_t)p.n);
+    std::vector<float> chains((size_t)p.n);
+    bool exact = p.storage == VJP_F32 && !tf32;
     for (int64_t item = 0; item < p.items; item++) {
         std::vector<float> a = numbers_of(p.a, p.storage, tf32, item, p.m, p.k);
         std::vector<float> b = numbers_of(p.b, p.storage, tf32, item, p.k, p.n);
         for (int64_t m = 0; m < p.m; m++) {
             std::fill(sums.begin(), sums.end(), 0);
-            for (int64_t k = 0; k < p.k; k++) {
+            std::fill(chains.begin(), chains.end(), 0.f);
+            if (!exact) {
+                emulated::add_products(cores, tf32, chains.data(), (int)p.n, &a[(size_t)(m * p.k)], b.data(),
+                                       (size_t)p.n, (int)p.k);
+                std::copy(chains.begin(), chains.end(), sums.begin());
+            }
+            for (int64_t k = 0; exact && k < p.k; k++) {
                 double left = a[(size_t)(m * p.k + k)];
                 const float *right = &b[(size_t)(k * p.n)];
                 for (int64_t n = 0; n < p.n; n++)
@@ -90,8 +99,9 @@ vjp_status multiply(const vjp_work *work, const product &p) {
         if (!is_aligned(each, PRODUCT_ALIGNMENT))
             return vjp_refuse(work, VJP_DEVICE_FAILED, "%s: a product of data that is not aligned", work->device->name);
     bool tf32 = p.storage == VJP_F32 && state_of(work->device)->tf32;
+    auto cores = state_of(work->device)->capability < 90 ? emulated::AMPERE : emulated::HOPPER;
     if (!p.items || !p.m || !p.n) return VJP_OK;
-    return result_of(work, emulated::enqueue(stream_of(work), [=] { return multiply_now(p, tf32); }));
+    return result_of(work, emulated::enqueue(stream_of(work), [=] { return multiply_now(p, tf32, cores); }));
 }
 
 } // namespace vjp

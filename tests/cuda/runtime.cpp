@@ -32,6 +32,7 @@ struct emulated_event {
 namespace {
 
 constexpr int CAPABILITIES[] = {8, 9}; // of the cards
+constexpr emulated::tensor_cores CORES[] = {emulated::AMPERE, emulated::HOPPER};
 constexpr size_t SHARED[] = {163 << 10, emulated::MAX_SHARED};
 constexpr int MULTIPROCESSORS = 6; // few, so that a persistent kernel's blocks have several items of work each
 constexpr size_t MEMORY = (size_t)8 << 30;
@@ -116,7 +117,7 @@ cudaError_t enqueue_kernel(const cudaLaunchConfig_t &config, const void *kernel,
     std::shared_ptr<void> data(held.data, held.destroy);
     auto thread = [=] { held.call(kernel, data.get()); };
     launch l{config.gridDim.x, config.blockDim.x, cluster_of(kernel), config.dynamicSmemBytes,
-             thread,           held.data,         held.bytes};
+             thread,           held.data,         held.bytes,         CORES[card]};
     size_t limit = 48 << 10;
     {
         std::lock_guard<std::mutex> held(lock);

@@ -77,6 +77,18 @@ inline cudaStream_t stream_of(const vjp_work *work) {
     return state_of(work->device)->stream;
 }
 
+/*
+ * How many products of 16-bit numbers tensor cores may add to one result. They truncate the bits that an addition
+ * shifts out, so a long sum drifts towards 0: cards before Hopper twice as much, and numbers of f16, whose products
+ * have more digits, twice as much as those of bf16. An f32 result must be within 1e-5, one of f16 within 5e-4;
+ * docs/ops/linear.md has the errors.
+ */
+inline int64_t max_tensor_terms(const vjp_device *device, vjp_dtype storage, bool f32_result) {
+    int64_t terms = f32_result ? 3072 : 131072;
+    if (state_of(device)->capability < 90) terms /= 2;
+    return storage == VJP_F16 ? terms / 2 : terms;
+}
+
 /* Where the kernels of this call report. */
 inline findings findings_of(const vjp_work *work) {
     device_state *state = state_of(work->device);

@@ -254,15 +254,23 @@ void run_windows(steps &w, const conv_call &q, const tile_sizes &s, bool transpo
     });
 }
 
+/* The pixels that dweight sums in registers. Then the sums are added to the part in the workspace. */
+constexpr int64_t MAX_CHAIN_PIXELS = 4096;
+
+int64_t chain_pixels(const vjp_work *work) {
+    bool exact = work->storage != VJP_F32 && vjp_type(work, CONV2D_B_DWEIGHT) == VJP_F32;
+    return exact ? max_tensor_terms(work->device, work->storage, true) : MAX_CHAIN_PIXELS;
+}
+
 /*
- * Parts of the pixels: chains of MAX_CHAIN_PIXELS where the workspace allows (16 Mi sums, 64 MiB), at least MIN_PART
- * pixels, and enough blocks for the largest cards: the fewest parts that leave at most 5 % of CHUNKS blocks idle in the
- * last round, or those that leave the fewest idle. Depends on the sizes alone, since the split decides the bits.
+ * Parts of the pixels: of one chain each where the workspace allows (16 Mi sums, 64 MiB), at least MIN_PART pixels, and
+ * enough blocks for the largest cards: the fewest parts that leave at most 5 % of CHUNKS blocks idle in the last round,
+ * or those that leave the fewest idle. The number of multiprocessors does not matter, since the split decides the bits.
  */
 constexpr int64_t MAX_PARTIAL = 16 << 20, MIN_PART = 256;
 
-int64_t parts_of(int64_t tiles, int64_t pixels, int64_t most) {
-    int64_t least = vjp_min(vjp_divide_up(pixels, MAX_CHAIN_PIXELS), most), parts = least;
+int64_t parts_of(int64_t tiles, int64_t pixels, int64_t chain, int64_t most) {
+    int64_t least = vjp_min(vjp_divide_up(pixels, chain), most), parts = least;
     most = vjp_min(vjp_min(most, vjp_divide_up(pixels, MIN_PART)), least + CHUNKS);
     double best = 0;
     for (int64_t p = least; p <= most && best < 0.95; p++) {
@@ -312,7 +320,9 @@ void run_dweight(steps &w, const conv_call &q, const tile_sizes &s, const uint4 
             c.column_tiles = (int)vjp_divide_up(c.columns, shape.COLUMNS);
             int64_t tiles = (int64_t)c.row_tiles * c.column_tiles * c.groups;
             int64_t sums = (int64_t)c.groups * c.rows * c.columns;
-            int64_t parts = parts_of(tiles, c.pixels, vjp_max(1, MAX_PARTIAL / sums));
+            int64_t chain = chain_pixels(w.work);
+            int64_t parts = parts_of(tiles, c.pixels, chain, vjp_max(1, MAX_PARTIAL / sums));
+            c.chain = (int)chain / DEPTH<P>;
             c.part = (int)vjp_max(MIN_PART, vjp_round_up(vjp_divide_up(c.pixels, parts), DEPTH<P>));
             c.parts = (int)vjp_divide_up(c.pixels, c.part);
             c.partial = w.layout.take<float>(c.parts * sums);
@@ -336,6 +346,7 @@ void run_hopper_dweight(steps &w, const conv_call &q, const tile_sizes &s, hoppe
     c.x = x;
     c.dy = dy;
     c.type = w.work->storage;
+    c.chain_pixels = (int)chain_pixels(w.work);
     c.order = order;
     if (sizeof(T) == 4 && order == hopper::WALK) {
         transpose_call t{};

@@ -51,6 +51,7 @@ struct weight_sums {
     const void *x, *dy;
     vjp_dtype type;
     pixel_order order;
+    int chain_pixels; /* that are summed in registers */
     int64_t dy_step;
     int64_t batch, channels, columns; /* columns: whole runs of 16 bytes */
     walk_axis down, across;

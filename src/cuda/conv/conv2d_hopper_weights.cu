@@ -10,8 +10,8 @@
  * The sums are over pixels. Products in TF32 need the pixels of dy side by side, and take those of x through registers
  * (conv2d_hopper_transposed.cuh).
  *
- * After CHAIN_PIXELS pixels the sums are added to the part in the workspace: tensor cores truncate what an addition
- * shifts out, by estimate 4e-6 after 4096 terms, and an f32 gradient must be within 1e-5.
+ * After so many pixels the sums are added to the part in the workspace: on tensor cores long sums drift towards 0
+ * (max_tensor_terms()).
  */
 #include "cuda/conv/conv2d_hopper.cuh"
 #include "cuda/conv/conv2d_hopper_bias.cuh"
@@ -41,7 +41,7 @@ struct weight_sums_call {
     double *bias; /* NULL: not wanted */
     walk_axis down, across;
     int channels, columns, channel_blocks, units, block_units;
-    int unit_tiles, column_tiles, parts, steps, part_steps;
+    int unit_tiles, column_tiles, parts, steps, part_steps, chain_steps;
     int plane, image_steps;      /* pixels and steps of an image */
     int step_rows, step_columns; /* DEPTH pixels */
     bool shares_units;
@@ -55,7 +55,7 @@ template <int OUTS> struct weight_shared {
 
 #if VJP_HOPPER
 
-constexpr int OWN = UNITS / CONSUMERS, CHAIN_PIXELS = 4096;
+constexpr int OWN = UNITS / CONSUMERS;
 
 /*
  * A warpgroup multiplies 64 out channels by all units, or, where there are no more, by half of the units: the more
@@ -283,9 +283,9 @@ __device__ void consume(const weight_sums_call &c, weight_shared<OUTS> &shared, 
     };
     int pixel = ORDER == DY_PLANES ? t.first % c.image_steps * DEPTH<T> : 0; /* of its image */
 #pragma unroll 1
-    for (int done = 0; done < t.steps; done += CHAIN_PIXELS / DEPTH<T>) {
+    for (int done = 0; done < t.steps; done += c.chain_steps) {
         float sum[BY_REGISTERS<T, ORDER> ? OWN : 1][BY_REGISTERS<T, ORDER> ? OUTS / 2 : OUTS];
-        int steps = min(CHAIN_PIXELS / DEPTH<T>, t.steps - done);
+        int steps = min(c.chain_steps, t.steps - done);
         if constexpr (BY_REGISTERS<T, ORDER>) {
             transposed_left left;
 #pragma unroll 1
@@ -448,6 +448,7 @@ vjp_status multiply_weight_sums(const vjp_work *work, const weight_sums &w) {
     c.parts = (int)s.parts;
     c.steps = (int)s.steps;
     c.part_steps = (int)s.part_steps;
+    c.chain_steps = w.chain_pixels / depth;
     c.plane = (int)plane;
     c.image_steps = (int)s.image_steps;
     c.step_rows = depth / w.across.count;

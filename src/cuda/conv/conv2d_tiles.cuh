@@ -18,7 +18,7 @@
  * A block computes ROWS x COLUMNS results with 256 threads; tile_sums.cuh has their sums and the stages of terms.
  *
  * Sums of y and dx in 16 bits and TF32 are one f32 chain on the tensor cores; in f32, FMA chains of CHAIN terms that
- * are added in order. dweight: see MAX_CHAIN_PIXELS.
+ * are added in order. dweight: see chain_pixels().
  */
 #ifndef VJP_CUDA_CONV2D_TILES_CUH
 #define VJP_CUDA_CONV2D_TILES_CUH
@@ -224,12 +224,6 @@ __global__ void __launch_bounds__(THREADS, 2) window_tiles(const __grid_constant
 
 /* ---- dweight ----------------------------------------------------------------------------------------- */
 
-/*
- * Pixels that are summed in the registers; then the sums are added to the part in the workspace. Tensor cores truncate
- * what an addition shifts out: by estimate 4e-6 after 4096 terms, and an f32 gradient must be within 1e-5.
- */
-constexpr int MAX_CHAIN_PIXELS = 4096;
-
 /* Division of numbers below 2^31 by one that the host knows: a multiplication by its inverse, rounded upwards. */
 struct divisor {
     unsigned inverse; /* 2^(31 + shift) / divisor */
@@ -253,6 +247,7 @@ struct weight_call {
     float *partial;  /* [parts, groups, rows, columns] */
     int groups, x_runs, y_runs, rows, columns;
     int pixels, part;       /* all, and of a part */
+    int chain;              /* stages until sums are added to the part */
     tile_axis down, across; /* source: of x; result: of dy */
     divisor by_height, by_width;
     int parts, row_tiles, column_tiles;
@@ -325,7 +320,7 @@ __global__ void __launch_bounds__(THREADS, 2) weight_tiles(const __grid_constant
         sums.clear();
         add = true;
     };
-    multiply_stages<MAX_CHAIN_PIXELS / DEPTH<T>>(sums, shared, divide_up(end - begin, DEPTH<T>), load, write);
+    multiply_stages(sums, shared, divide_up(end - begin, DEPTH<T>), load, q.chain, write);
     write();
 }
 

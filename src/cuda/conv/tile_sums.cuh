@@ -323,11 +323,11 @@ template <int ROWS, int COLUMNS, bool BY_TERM> struct tile_sums<float, ROWS, COL
 
 /*
  * Adds the products of `stages` stages to the sums. load(stage) starts the copies of the next stage to that place;
- * at_chunk() is called after every chunk of CHUNK stages but the last.
+ * at_chunk() is called after every `chunk` stages but the last.
  */
-template <int CHUNK, class T, int ROWS, int COLUMNS, bool BY_TERM, class LOAD, class AT_CHUNK>
+template <class T, int ROWS, int COLUMNS, bool BY_TERM, class LOAD, class AT_CHUNK>
 __device__ void multiply_stages(tile_sums<T, ROWS, COLUMNS, BY_TERM> &sums, const uint4 *shared, int stages, LOAD load,
-                                AT_CHUNK at_chunk) {
+                                int chunk, AT_CHUNK at_chunk) {
     constexpr int CHAIN_STAGES = (int)CHAIN / DEPTH<T>;
 #pragma unroll
     for (int s = 0; s < STAGES<T> - 1; s++) {
@@ -344,7 +344,7 @@ __device__ void multiply_stages(tile_sums<T, ROWS, COLUMNS, BY_TERM> &sums, cons
         place = place + 1 < STAGES<T> ? place + 1 : 0;
         if (s + 1 == stages) break;
         if ((s + 1) % CHAIN_STAGES == 0) sums.end_chain();
-        if ((s + 1) % CHUNK == 0) {
+        if ((s + 1) % chunk == 0) {
             sums.finish();
             at_chunk();
         }
@@ -358,7 +358,7 @@ __device__ void multiply_stages(tile_sums<T, ROWS, COLUMNS, BY_TERM> &sums, cons
 template <class T, int ROWS, int COLUMNS, bool BY_TERM, class LOAD>
 __device__ void multiply_stages(tile_sums<T, ROWS, COLUMNS, BY_TERM> &sums, const uint4 *shared, int stages,
                                 LOAD load) {
-    multiply_stages<INT_MAX>(sums, shared, stages, load, [] {});
+    multiply_stages(sums, shared, stages, load, INT_MAX, [] {});
 }
 
 } // namespace

@@ -203,7 +203,8 @@ constexpr double LEAST_USE = 0.8;
 int64_t long_sum_parts(const vjp_work *work, const product &p) {
     const device_state *state = state_of(work->device);
     if (!VJP_CUDA_HOPPER || state->capability != 90 || p.storage == VJP_F32 || !p.f32 || p.items != 1 || p.factors ||
-        p.bias || p.addend || !p.a.transposed || p.b.transposed || p.k <= MAX_CHAIN || p.a.row % 8 || p.b.row % 8)
+        p.bias || p.addend || !p.a.transposed || p.b.transposed ||
+        p.k <= max_tensor_terms(work->device, p.storage, true) || p.a.row % 8 || p.b.row % 8)
         return 0;
     tiling_of_sums t(p);
     int64_t tiles = t.m_tiles * t.n_tiles;

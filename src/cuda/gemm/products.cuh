@@ -17,13 +17,6 @@ namespace vjp {
 /* Of every matrix and of the bias; the widest access of any kernel. */
 constexpr size_t PRODUCT_ALIGNMENT = 16;
 
-/*
- * How many terms of 16-bit factors may make an f32 result in one product. Tensor cores truncate what an addition shifts
- * out, so a long chain drifts towards 0: on an H200 the sum of 4096 terms is 4e-6 off where they are around 0, and
- * 1.13e-5 where all have one sign. Such a result must be within 1e-5.
- */
-constexpr int64_t MAX_CHAIN = 3072;
-
 /* A factor in memory; `transposed`: memory holds its transpose. Distances in elements. */
 struct factor {
     const void *data;

@@ -12,10 +12,10 @@
  *     product       when                                        what
  *     one call      usually                                     cuBLASLt
  *     narrow        up to 16 results of over 1024 terms         sums in double, without cuBLASLt
- *     long          more than 3072 terms, 16-bit factors, an    a kernel for Hopper that adds short sums in f32
- *                   f32 result whose tiles fill the card        (gemm/long_sums.cu)
- *     parts         more than 65536 terms (3072 if 16-bit       of a large f32 result: products that add to it, one
- *                   factors make an f32 result)                 after the other; else a batch of partial products,
+ *     long          more terms than in a part, 16-bit factors,  a kernel for Hopper that adds short sums in f32
+ *                   an f32 result whose tiles fill the card     (gemm/long_sums.cu)
+ *     parts         more than 65536 terms, or of 16-bit         of a large f32 result: products that add to it, one
+ *                   factors more than max_tensor_terms()        after the other; else a batch of partial products,
  *                                                               added in double
  *
  * In 16 bits any other activation needs pre in f32: rounded before and after it, y would be off by twice what it may.
@@ -47,8 +47,7 @@ namespace {
 /* ---- Products ---------------------------------------------------------------------------------------- */
 
 /*
- * Long sums are split into parts of at most MAX_CHAIN terms where 16-bit factors make an f32 result, else of MAX_TERMS:
- * in 16 bits the drift shows only much later.
+ * Longer sums are split into parts.
  *
  * A result with less than LARGE_RESULT elements does not fill the card: its parts are a batch, which is added in
  * double. Measured on an H200, eight parts with 768 x 768 results take 59 us so and 101 us in order; four with 1024 x
@@ -61,20 +60,21 @@ bool is_narrow(const product &p) {
     return p.items == 1 && p.m * p.n <= FEW_RESULTS && p.k > LONG_SUM;
 }
 
-int64_t parts_of(const product &p) {
-    return vjp_divide_up(p.k, p.f32 && p.storage != VJP_F32 ? MAX_CHAIN : MAX_TERMS);
+int64_t parts_of(const vjp_work *work, const product &p) {
+    int64_t terms = p.storage == VJP_F32 ? MAX_TERMS : max_tensor_terms(work->device, p.storage, p.f32);
+    return vjp_divide_up(p.k, vjp_min(terms, MAX_TERMS));
 }
 
 /* Whether products add their parts to the result itself. */
-bool adds_in_order(const product &p) {
+bool adds_in_order(const vjp_work *work, const product &p) {
     int64_t elements = p.m * p.n;
-    return p.f32 && (p.items * elements >= LARGE_RESULT || parts_of(p) > MAX_PARTIAL / elements);
+    return p.f32 && (p.items * elements >= LARGE_RESULT || parts_of(work, p) > MAX_PARTIAL / elements);
 }
 
 /* The terms of a part; k: all at once. */
-int64_t part_length(const product &p) {
-    int64_t parts = parts_of(p);
-    if (!adds_in_order(p)) parts = vjp_min(parts, vjp_max(1, MAX_PARTIAL / (p.m * p.n)));
+int64_t part_length(const vjp_work *work, const product &p) {
+    int64_t parts = parts_of(work, p);
+    if (!adds_in_order(work, p)) parts = vjp_min(parts, vjp_max(1, MAX_PARTIAL / (p.m * p.n)));
     return equal_part(p.k, parts);
 }
 
@@ -90,8 +90,8 @@ bool adds_itself(const vjp_work *work, int64_t elements) {
 }
 
 /* Whether one call computes the product, so that it can add the bias. */
-bool is_one_call(const product &p) {
-    return p.k > 0 && !is_narrow(p) && part_length(p) == p.k;
+bool is_one_call(const vjp_work *work, const product &p) {
+    return p.k > 0 && !is_narrow(p) && part_length(work, p) == p.k;
 }
 
 template <class S> void add_parts(steps &w, const product &p, const void *parts, int64_t count, int64_t apart) {
@@ -168,10 +168,10 @@ void multiply(steps &w, const product &p) {
         multiply_narrow(w, p);
     } else if (int64_t parts = long_sum_parts(w.work, p)) {
         multiply_long(w, p, parts);
-    } else if (is_one_call(p)) {
+    } else if (is_one_call(w.work, p)) {
         if (is_enqueuing(w)) then(w, multiply(w.work, p));
-    } else if (adds_in_order(p)) {
-        multiply_in_order(w, p, part_length(p));
+    } else if (adds_in_order(w.work, p)) {
+        multiply_in_order(w, p, part_length(w.work, p));
     } else {
         for (int64_t i = 0; i < p.items && w.status == VJP_OK; i++) {
             product item = p;
@@ -180,7 +180,7 @@ void multiply(steps &w, const product &p) {
             item.b.data = moved(p.b.data, p.storage, i * p.b.item);
             item.result = const_cast<void *>(moved(p.result, p.f32 ? VJP_F32 : p.storage, i * p.item));
             w.layout.used = used;
-            multiply_parts(w, item, part_length(p));
+            multiply_parts(w, item, part_length(w.work, p));
             if (!w.enqueues) break;
         }
     }
@@ -321,7 +321,7 @@ void forward_steps(steps &w) {
     bool whole = work->storage == VJP_F32 || (s.n % wide == 0 && s.k % wide == 0);
     bool takes_bias = !work->tensor[LINEAR_BIAS] || (s.m > 1 && s.n > 1 && s.k > 1 && whole);
     p.f32 = work->storage == VJP_F32;
-    if (can_be_direct && rounds_once && same_type && takes_bias && is_one_call(p))
+    if (can_be_direct && rounds_once && same_type && takes_bias && is_one_call(work, p))
         forward_direct(w, s, p);
     else
         forward_through_f32(w, s, p);

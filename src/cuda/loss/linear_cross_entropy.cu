@@ -27,8 +27,8 @@ namespace {
 
 /*
  * The buffer has 16 times the bytes of dweight in f32, so that reading and writing dweight for each chunk is little
- * beside the chunk itself, within these limits. The larger one has room for 3072 rows, the longest sum that is one
- * product, of 50304 classes in 16 bits: dweight is read and written the fewest times.
+ * beside the chunk itself, within these limits. The larger one has room for 3072 rows, the longest sum of bf16 that is
+ * one product on Hopper, of 50304 classes: dweight is read and written the fewest times.
  */
 constexpr int64_t MIN_BUFFER = 4 << 20, MAX_BUFFER = 296 << 20, BUFFER_PER_WEIGHT = 16;
 
@@ -146,8 +146,8 @@ void compute_dweight(steps &w, const pass &p, int64_t row, int64_t rows, int64_t
     q.f32 = vjp_type(w.work, p.at.dweight) == VJP_F32;
     q.add = row > 0 || vjp_accumulates(w.work, p.at.dweight);
     q.factors = p.factors;
-    int64_t parts = q.f32 && q.storage != VJP_F32 ? vjp_divide_up(rows, MAX_CHAIN) : 1;
-    multiply_in_order(w, q, equal_part(rows, parts));
+    int64_t terms = q.f32 && q.storage != VJP_F32 ? max_tensor_terms(w.work->device, q.storage, true) : rows;
+    multiply_in_order(w, q, equal_part(rows, vjp_divide_up(rows, terms)));
 }
 
 void run_chunks(steps &w, const pass &p) {

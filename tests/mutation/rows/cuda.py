@@ -37,6 +37,12 @@
      [("src/cuda/conv/conv2d_hopper_weights.cu", "                products_wait<1>();\n                if (step > 0) release(last);", "                if (step > 0) release(last);")]),
     ("cuda conv2d: y releases a stage before its products are done", "hopper test_cuda convolutions_of*",
      [("src/cuda/conv/conv2d_hopper_windows.cu", "                products_wait<1>();\n                if (last >= 0) release(last);", "                if (last >= 0) release(last);")]),
+    ("cuda linear: as long sums of f16 as of bf16", "hopper test_cuda gradients_of_weights_over_many_rows",
+     [("src/cuda/common/cuda.h", "storage == VJP_F16 ? terms / 2 : terms", "terms")]),
+    ("cuda linear: as long sums on cards before Hopper", "ampere test_cuda gradients_of_weights_over_many_rows",
+     [("src/cuda/common/cuda.h", "state_of(device)->capability < 90", "false")]),
+    ("cuda conv2d: longer sums on Hopper", "hopper test_cuda gradients_of_weights_over_many_pixels",
+     [("src/cuda/conv/conv2d.cu", "work->storage != VJP_F32 && vjp_type(work, CONV2D_B_DWEIGHT) == VJP_F32", "false")]),
     ("cuda linear: a block ends before its cluster", "hopper test_cuda gradients_of_weights*",
      [("src/cuda/gemm/long_sums.cu", "    __syncwarp();\n    cluster_sync();", "    __syncwarp();\n    //")]),
 ]

@@ -107,14 +107,13 @@ struct lane_product {
     float sum[4];
 };
 
-/* The terms of a sum one after the other, the last one first: an order that no card promises. */
 template <class T> void multiply_matrices(float *sum, const uint32_t *a, uint32_t b_low, uint32_t b_high, VJP_PLACE) {
     lane_product own{{a[0], a[1], a[2], a[3]}, {b_low, b_high}, {sum[0], sum[1], sum[2], sum[3]}};
     emulated::meet(
         0xffffffffu, &own,
         [](void *const *brought, uint32_t) {
             constexpr int TERMS = std::is_same_v<T, tf32> ? 8 : 16;
-            float left[16][TERMS], right[TERMS][8];
+            float left[16][TERMS], right[TERMS][8], sums[16][8] = {};
             for (int lane = 0; lane < emulated::WARP; lane++) {
                 auto *p = static_cast<const lane_product *>(brought[lane]);
                 for (int r = 0; r < 4; r++) { /* rows lane / 4 and that + 8, then the same of the later terms */
@@ -137,13 +136,17 @@ template <class T> void multiply_matrices(float *sum, const uint32_t *a, uint32_
                                 p ? element_of<T>(p->b[r], half) : CUDART_NAN_F;
                     }
             }
-            for (int lane = 0; lane < emulated::WARP; lane++) {
-                if (!brought[lane]) continue;
-                auto *p = static_cast<lane_product *>(brought[lane]);
-                for (int e = 0; e < 4; e++)
-                    for (int k = TERMS; k-- > 0;)
-                        p->sum[e] = fmaf(left[lane / 4 + e / 2 * 8][k], right[k][lane % 4 * 2 + e % 2], p->sum[e]);
-            }
+            auto for_each_sum = [&](auto f) {
+                for (int lane = 0; lane < emulated::WARP; lane++)
+                    for (int e = 0; e < 4 && brought[lane]; e++)
+                        f(sums[lane / 4 + e / 2 * 8][lane % 4 * 2 + e % 2],
+                          static_cast<lane_product *>(brought[lane])->sum[e]);
+            };
+            for_each_sum([](float &sum, const float &own) { sum = own; });
+            for (int row = 0; row < 16; row++)
+                emulated::add_products(emulated::cores_of_card(), TERMS == 8, sums[row], 8, left[row], right[0], 8,
+                                       TERMS);
+            for_each_sum([](const float &sum, float &own) { own = sum; });
         },
         file, line);
     memcpy(sum, own.sum, sizeof own.sum);
