@@ -30,6 +30,7 @@ struct product {
     factor a, b;  /* [m, k], [k, n] */
     void *result; /* [m, n], packed */
     bool f32;     /* the result is f32; else of the storage type */
+    bool rounded; /* what reads an f32 result rounds it to the storage type: a longer sum is accurate enough */
     int64_t item; /* from one result to the next */
     float scale;
     const float *factors; /* on the device: what takes the place of scale, then 0, then 1; NULL: scale is used */

@@ -61,7 +61,7 @@ bool is_narrow(const product &p) {
 }
 
 int64_t parts_of(const vjp_work *work, const product &p) {
-    int64_t terms = p.storage == VJP_F32 ? MAX_TERMS : max_tensor_terms(work->device, p.storage, p.f32);
+    int64_t terms = p.storage == VJP_F32 ? MAX_TERMS : max_tensor_terms(work->device, p.storage, p.f32 && !p.rounded);
     return vjp_divide_up(p.k, vjp_min(terms, MAX_TERMS));
 }
 
@@ -288,6 +288,7 @@ void forward_through_f32(steps &w, const vjp_linear_sizes &s, product p) {
     f.residual = vjp_data(work, LINEAR_RESIDUAL);
     f.activation = s.activation;
     p.f32 = true;
+    p.rounded = !(f.pre.data && f.pre.f32);
     bool in_pre = f.pre.data && f.pre.f32 && is_aligned(f.pre.data, PRODUCT_ALIGNMENT);
     bool in_y = work->storage == VJP_F32 && f.y && !f.add && is_aligned(f.y, PRODUCT_ALIGNMENT);
     if (s.k > 0) {
