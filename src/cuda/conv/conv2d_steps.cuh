@@ -33,7 +33,7 @@ void enqueue(steps &w, void (*kernel)(Parameters...), int64_t grid, size_t share
 
 /*
  * Limits of the tiles: sizes along an axis and elements of a packed tensor, so that 32 bits hold every index; terms of
- * one chain on tensor cores, as for linear; and phases of dx, each of which has its own tiles.
+ * one chain on tensor cores, which drifts; and phases of dx, each of which has its own tiles.
  */
 constexpr int64_t MAX_SIZE = 1 << 20, MAX_TERMS = 65536, MAX_PHASES = 16;
 constexpr double MAX_ELEMENTS = INT32_MAX;
