@@ -34,8 +34,8 @@ inline double power_of_two(int exponent) {
     return x;
 }
 
-// To 24 binary places.
-inline double cut_off(double x) {
+// Truncated to the 24 binary places of f32.
+inline double truncated(double x) {
     int64_t bits;
     memcpy(&bits, &x, sizeof bits);
     bits &= ~((INT64_C(1) << 29) - 1);
@@ -69,7 +69,7 @@ VJP_WIDE void add_at_once(int places, float *sums, const float *left, const floa
             plain[n] += product;
         }
     for (int n = 0; n < WIDTH; n++) // a sum in double is not finite only where a term is not
-        sums[n] = static_cast<float>(std::isfinite(plain[n]) ? cut_off(total[n] / scale[n]) : plain[n]);
+        sums[n] = static_cast<float>(std::isfinite(plain[n]) ? truncated(total[n] / scale[n]) : plain[n]);
 }
 
 } // namespace
