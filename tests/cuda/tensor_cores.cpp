@@ -3,7 +3,6 @@
 #include "tensor_cores.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -21,55 +20,42 @@ constexpr int WIDTH = 8;          // columns at a time
 constexpr int MOST_PRODUCTS = 16; // at once
 constexpr int NOT_LARGEST = -900; // the exponent of 0
 
-inline int exponent_of(float x) {
-    int bits;
-    memcpy(&bits, &x, sizeof bits);
-    return x == 0 ? NOT_LARGEST : (bits >> 23 & 255) - 127;
-}
+using singles = float __attribute__((vector_size(WIDTH * sizeof(float))));
+using words = int __attribute__((vector_size(WIDTH * sizeof(int))));
+using doubles = double __attribute__((vector_size(WIDTH * sizeof(double))));
+using longs = int64_t __attribute__((vector_size(WIDTH * sizeof(int64_t))));
 
-inline double power_of_two(int exponent) {
-    int64_t bits = static_cast<int64_t>(exponent + 1023) << 52;
-    double x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-// Truncated to the 24 binary places of f32.
-inline double truncated(double x) {
-    int64_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    bits &= ~((INT64_C(1) << 29) - 1);
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
+// Of the leading places. Macros, because what functions do with such vectors depends on the instruction set.
+#define VJP_EXPONENTS(x) ((x) == 0 ? (words){} + NOT_LARGEST : ((words)(x) >> 23 & 255) - 127)
+// Numbers below 2^31 without their fraction.
+#define VJP_WHOLE(x) __builtin_convertvector(__builtin_convertvector(x, words), doubles)
 
 /*
- * What is added at once, for WIDTH columns. Products are exact in double. A factor's exponent is that of its leading
- * place, so a product that is 2 or more times its power of two keeps one place more, as on the card.
+ * What is added at once, for WIDTH columns. Products are exact in double. A product's exponent is the sum of those of
+ * its factors, so one that is 2 or more times its power of two keeps a place more, as on the card.
  */
 VJP_WIDE void add_at_once(int places, float *sums, const float *left, const float *right, size_t step, int products) {
-    int largest[WIDTH];
-    double scale[WIDTH], total[WIDTH], plain[WIDTH];
-    for (int n = 0; n < WIDTH; n++)
-        largest[n] = exponent_of(sums[n]);
+    singles sum, factors[MOST_PRODUCTS];
+    memcpy(&sum, sums, sizeof sum);
+    words largest = VJP_EXPONENTS(sum);
     for (int k = 0; k < products; k++) {
-        int exponent = exponent_of(left[k]);
-        for (int n = 0; n < WIDTH; n++)
-            largest[n] = std::max(largest[n], exponent + exponent_of(right[static_cast<size_t>(k) * step + n]));
+        memcpy(&factors[k], right + static_cast<size_t>(k) * step, sizeof factors[k]);
+        singles same = (singles){} + left[k];
+        words exponents = VJP_EXPONENTS(factors[k]) + VJP_EXPONENTS(same);
+        largest = exponents > largest ? exponents : largest;
     }
-    for (int n = 0; n < WIDTH; n++) {
-        scale[n] = power_of_two(places - std::max(largest[n], NOT_LARGEST));
-        total[n] = std::trunc(sums[n] * scale[n]);
-        plain[n] = sums[n];
+    largest = largest > NOT_LARGEST ? largest : (words){} + NOT_LARGEST;
+    doubles scale = (doubles)(__builtin_convertvector(places - largest + 1023, longs) << 52); // a power of two
+    doubles plain = __builtin_convertvector(sum, doubles), total = VJP_WHOLE(plain * scale);
+    for (int k = 0; k < products; k++) {
+        doubles product = __builtin_convertvector(factors[k], doubles) * static_cast<double>(left[k]);
+        total += VJP_WHOLE(product * scale);
+        plain += product;
     }
-    for (int k = 0; k < products; k++)
-        for (int n = 0; n < WIDTH; n++) {
-            double product = static_cast<double>(left[k]) * right[static_cast<size_t>(k) * step + n];
-            total[n] += std::trunc(product * scale[n]);
-            plain[n] += product;
-        }
-    for (int n = 0; n < WIDTH; n++) // a sum in double is not finite only where a term is not
-        sums[n] = static_cast<float>(std::isfinite(plain[n]) ? truncated(total[n] / scale[n]) : plain[n]);
+    doubles result = (doubles)((longs)(total / scale) & -(INT64_C(1) << 29)); // the 24 places of f32
+    result = plain - plain == 0 ? result : plain; // a sum in double is not finite only where a term is not
+    sum = __builtin_convertvector(result, singles);
+    memcpy(sums, &sum, sizeof sum);
 }
 
 } // namespace
