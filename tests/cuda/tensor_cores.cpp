@@ -7,8 +7,8 @@
 #include <cstring>
 
 // The same code for wider vectors: products are most of what some kernels do.
-#if defined __x86_64__ && defined __GNUC__ && !defined __clang__
-#define VJP_WIDE __attribute__((target_clones("arch=x86-64-v4", "avx2", "default")))
+#if defined __x86_64__ && defined __GLIBC__ && !defined __clang__
+#define VJP_WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define VJP_WIDE
 #endif
