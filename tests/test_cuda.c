@@ -10,7 +10,7 @@
 
 #include "device_tests.h"
 
-#include "attention_tf32.h"
+#include "attention_accuracy.h"
 #include "convolutions.h"
 
 static void the_library_has_one_entry_and_knows_its_version(void **state) {
@@ -224,6 +224,64 @@ static void ropes_of_several_tensors_are_those_of_each(void **state) {
                            .positions = bits & 8};
             check_ropes(&c, bits & 16 ? VJP_BACKWARD : VJP_FORWARD);
         }
+}
+
+enum { UPDATES = 7, MOST_UPDATED = 5000 };
+
+/* Steps whose gradients have two types, in turn, are merged by type, and have the bits of a step of each tensor. */
+static void steps_of_several_kinds_are_those_of_each(void **state) {
+    (void)state;
+    need_device();
+    static const int64_t counts[UPDATES] = {4096, 64, 5000, 3, 1, 2048, 7};
+    const float rate = 0.125f;
+    const int64_t number = 3;
+    vjp_tensor lr = on_device(VJP_F32, 0, NULL, &rate, sizeof rate);
+    vjp_tensor step = on_device(VJP_I64, 0, NULL, &number, sizeof number);
+    float content[MOST_UPDATED], one[MOST_UPDATED], many[MOST_UPDATED];
+    for (int momentum = 0; momentum < 2; momentum++) { /* sgd, and adamw */
+        vjp_tensor w[2][UPDATES], m[2][UPDATES], v[2][UPDATES], g[UPDATES];
+        const vjp_tensor *adamw[2][UPDATES][ADAMW_SCALE + 1] = {0}, *sgd[2][UPDATES][SGD_SCALE + 1] = {0};
+        for (int k = 0; k < UPDATES; k++) {
+            size_t bytes = (size_t)counts[k] * sizeof(float);
+            vjp_dtype type = k % 2 ? VJP_F32 : VJP_BF16;
+            fill_rope(type, (size_t)counts[k], 7 + (uint32_t)k, content);
+            g[k] = on_device(type, 1, &counts[k], content, (size_t)counts[k] * vjp_dtype_size(type));
+            for (int i = 0; i < 2; i++) {
+                fill_rope(VJP_F32, (size_t)counts[k], 70 + (uint32_t)k, content);
+                w[i][k] = on_device(VJP_F32, 1, &counts[k], content, bytes);
+                memset(content, 0, bytes);
+                m[i][k] = on_device(VJP_F32, 1, &counts[k], content, bytes);
+                v[i][k] = on_device(VJP_F32, 1, &counts[k], content, bytes);
+                const vjp_tensor *of_adamw[] = {
+                    [ADAMW_W_OUT] = &w[i][k], [ADAMW_M_OUT] = &m[i][k], [ADAMW_V_OUT] = &v[i][k], [ADAMW_W] = &w[i][k],
+                    [ADAMW_M] = &m[i][k],     [ADAMW_V] = &v[i][k],     [ADAMW_G] = &g[k],        [ADAMW_LR] = &lr,
+                    [ADAMW_STEP] = &step,     [ADAMW_SCALE] = NULL};
+                const vjp_tensor *of_sgd[] = {
+                    [SGD_W_OUT] = &w[i][k], [SGD_W] = &w[i][k], [SGD_G] = &g[k], [SGD_LR] = &lr, [SGD_SCALE] = NULL};
+                memcpy(adamw[i][k], of_adamw, sizeof of_adamw);
+                memcpy(sgd[i][k], of_sgd, sizeof of_sgd);
+            }
+        }
+        const vjp_op *op = momentum ? &vjp_op_adamw : &vjp_op_sgd;
+        size_t slots = momentum ? ADAMW_SCALE + 1 : SGD_SCALE + 1;
+        for (int k = 0; k < UPDATES; k++)
+            assert_int_equal(vjp_call(device, op, VJP_FORWARD, momentum ? adamw[0][k] : sgd[0][k], slots, NULL),
+                             VJP_OK);
+        assert_int_equal(
+            vjp_call_many(device, op, VJP_FORWARD, momentum ? adamw[1][0] : sgd[1][0], slots, UPDATES, NULL), VJP_OK);
+        for (int k = 0; k < UPDATES; k++) {
+            size_t bytes = (size_t)counts[k] * sizeof(float);
+            fill_rope(VJP_F32, (size_t)counts[k], 70 + (uint32_t)k, content);
+            assert_int_equal(vjp_download(device, one, w[0][k].data, 0, bytes), VJP_OK);
+            assert_int_equal(vjp_download(device, many, w[1][k].data, 0, bytes), VJP_OK);
+            assert_memory_equal(one, many, bytes);
+            assert_memory_not_equal(one, content, bytes); /* it took a step */
+            for (int i = 0; i < 2; i++)
+                vjp_free(device, w[i][k].data), vjp_free(device, m[i][k].data), vjp_free(device, v[i][k].data);
+            vjp_free(device, g[k].data);
+        }
+    }
+    vjp_free(device, lr.data), vjp_free(device, step.data);
 }
 
 /* ---- Gradients of weights over many rows --------------------------------------------------------------- */
@@ -442,9 +500,11 @@ int main(int argc, char **argv) {
         cmocka_unit_test(devices_are_counted_and_described),
         cmocka_unit_test(calls_run_on_the_stream_that_was_set),
         cmocka_unit_test(ropes_of_several_tensors_are_those_of_each),
+        cmocka_unit_test(steps_of_several_kinds_are_those_of_each),
         cmocka_unit_test(gradients_of_weights_over_many_rows),
         cmocka_unit_test(gradients_of_weights_over_many_pixels),
         cmocka_unit_test(convolutions_of_many_tiles),
+        cmocka_unit_test(attention_is_accurate_over_many_rows),
         cmocka_unit_test(a_forked_child_is_refused_with_a_sentence),
         cmocka_unit_test(group_norm_of_elements_near_1e38),
         DEVICE_TESTS,

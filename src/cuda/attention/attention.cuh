@@ -55,6 +55,7 @@ struct attention_call {
     float scale;
     /* Of each row of scores, [batch, heads, time]: a weight is exp((score - row_max) - row_log). */
     float *row_max, *row_log; /* row_log NULL: 0 */
+    float *aside;             /* of the fast paths: memory for long sums (fast.cuh), or NULL where none is that long */
 };
 
 /*

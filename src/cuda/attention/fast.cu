@@ -92,6 +92,11 @@ bool is_hopper(const vjp_work *work, const attention_call &a) {
     return VJP_CUDA_HOPPER && state_of(work->device)->capability == 90 && work->storage != VJP_F32 && a.dim <= 128;
 }
 
+/* Whether a sum over so many rows is more than one chain. */
+bool is_long(const vjp_work *work, int64_t rows) {
+    return work->storage != VJP_BF16 && rows > LONG_SUM;
+}
+
 } // namespace
 
 /* Keys and values of a section of heads together: well inside the second-level cache of any large card. */
@@ -117,19 +122,20 @@ bool fast_takes(const vjp_work *work, const attention_call &a) {
 
 vjp_status fast_forward(const vjp_work *work, const attention_call &a, workspace_layout &layout) {
     int *flags = layout.take<int>(flag_blocks(a, a.heads, a.time));
-    if (!layout.base) return VJP_OK;
-    fast_call c{work, a, {}, flags};
     /*
      * The backward needs a y computed again to more digits than one of 16-bit weights has: dS is the difference of
      * dy v and dy y, which nearly cancel in rows of few keys. The other path takes weights in two parts.
      */
     bool on_hopper = is_hopper(work, a) && !a.y_f32;
+    auto *asides = on_hopper ? hopper::asides : tensor::asides;
+    fast_call c{work, a, {}, flags, layout.take<float>(is_long(work, a.keys) ? asides(work, a).forward : 0)};
+    if (!layout.base) return VJP_OK;
     vjp_status status = on_hopper ? hopper::enqueue_forward(c) : tensor::enqueue_forward(c);
     return status == VJP_OK && a.y ? exact_forward(work, a, {flags, nullptr}) : status;
 }
 
 vjp_status fast_backward(const vjp_work *work, const attention_call &given, bool recomputed, workspace_layout &layout) {
-    fast_call c{work, given, {}, nullptr};
+    fast_call c{work, given, {}, nullptr, nullptr};
     attention_call &a = c.a;
     c.rows.padded = vjp_round_up(a.time, 384);
     c.rows.lse = layout.take<float>(a.batch * a.heads * c.rows.padded);
@@ -142,6 +148,10 @@ vjp_status fast_backward(const vjp_work *work, const attention_call &given, bool
     bool on_hopper = is_hopper(work, a), keys = a.dk || a.dv, at_once = on_hopper && hopper::takes_gradients(a);
     hopper::dq_sums dq{};
     if (at_once) dq = hopper::dq_sums_of(a, layout);
+    aside_numbers asides = on_hopper ? hopper::asides(work, a) : tensor::asides(work, a);
+    int64_t of_dq = is_long(work, a.keys) && !at_once ? asides.dq : 0;
+    int64_t of_dkv = is_long(work, a.group * a.time) ? asides.dkv : 0;
+    c.aside = layout.take<float>(vjp_max(of_dq, of_dkv));
     if (!layout.base) return VJP_OK;
     vjp_status status = VJP_OK;
     if (recomputed)

@@ -102,6 +102,11 @@ struct softmax_rows {
     float max[2], sum[2];
 };
 
+/* What scores times `factor` are relative to, with this maximum; -inf: of a row that has seen no key yet. */
+__device__ inline float weight_base(float top, float factor) {
+    return top == -CUDART_INF_F ? 0 : top * factor;
+}
+
 /*
  * Turns scores into weights relative to the new maximum; `correction` is what earlier sums are multiplied with.
  * `masked`: whether any row sees less than all keys of this block; hides(r, key): whether the thread's row r does not
@@ -124,7 +129,7 @@ __device__ void weigh(float (&s)[COUNT], softmax_rows &rows, float (&correction)
             top = fmaxf(top, fmaxf(s[i], s[i + 1]));
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-        float base = top == -CUDART_INF_F ? 0 : top * factor; /* a row that has seen no key yet */
+        float base = weight_base(top, factor);
         correction[r] = exp2_fast(fmaf(rows.max[r], factor, -base));
         rows.max[r] = top;
         float sum = rows.sum[r] * correction[r];
@@ -143,6 +148,74 @@ template <int COUNT> __device__ void correct(float (&o)[COUNT], const float (&co
     for (int i = 0; i < COUNT; i++)
         o[i] *= correction[i / 2 % 2];
 }
+
+/* ---- Long sums ------------------------------------------------------------------------------------------ */
+
+/*
+ * A chain of sums on the tensor cores drifts towards 0 (docs/ops/linear.md): after 16384 terms of one sign by up to
+ * 1.1e-4 on Hopper, 2.2e-4 on cards before. So a sum over more keys or queries is several shorter chains: at the end of
+ * each a thread adds its sums to those in memory of its own, and the next chain begins at 0. Not so in bf16, which may
+ * be off by 4e-3: its kernels would take 1 % longer, however short the sum.
+ */
+constexpr int LONG_SUM = 16384, CHAIN_TERMS = 4096;
+template <int SIDE> constexpr int CHAIN_BLOCKS = CHAIN_TERMS / SIDE;
+
+template <class T> __device__ bool in_chains(const attention_call &a) {
+    return !std::is_same_v<T, bf16> && a.aside;
+}
+
+/* Blocks are summed from `last` down; every multiple of CHAIN_BLOCKS begins a chain: the first that ends another. */
+template <int SIDE> __device__ int first_chain(int last) {
+    return last > 0 ? (last - 1) / CHAIN_BLOCKS<SIDE> * CHAIN_BLOCKS<SIDE> : -1;
+}
+
+/* COUNT sums of each thread of a block, and their rows' maxima where they are of weighted values. */
+template <int COUNT, int THREADS, int SETS = 1> struct sums_aside {
+    static constexpr int VECTORS = COUNT / 4 + 1;
+    static constexpr int64_t NUMBERS = 4 * VECTORS * THREADS * SETS; /* of a block */
+    float4 *own;
+
+    __device__ explicit sums_aside(float *memory, int set = 0)
+        : own(reinterpret_cast<float4 *>(memory + blockIdx.x * NUMBERS) + set * VECTORS * THREADS + threadIdx.x) {
+    }
+
+    /* d += what is kept, times a factor for each of the thread's rows. */
+    __device__ void add_to(float (&d)[COUNT], float low = 1, float high = 1) const {
+#pragma unroll
+        for (int i = 0; i < COUNT / 4; i++) {
+            float4 kept = own[i * THREADS];
+            d[4 * i] = fmaf(kept.x, low, d[4 * i]);
+            d[4 * i + 1] = fmaf(kept.y, low, d[4 * i + 1]);
+            d[4 * i + 2] = fmaf(kept.z, high, d[4 * i + 2]);
+            d[4 * i + 3] = fmaf(kept.w, high, d[4 * i + 3]);
+        }
+    }
+
+    /* Keeps d, and what was kept before, if anything was. */
+    __device__ void add(float (&d)[COUNT], bool first) const {
+        if (!first) add_to(d);
+        put(d);
+    }
+
+    __device__ void add_weighted_to(float (&d)[COUNT], const softmax_rows &rows, float factor) const {
+        float4 kept = own[COUNT / 4 * THREADS];
+        add_to(d, exp2_fast(fmaf(kept.x, factor, -weight_base(rows.max[0], factor))),
+               exp2_fast(fmaf(kept.y, factor, -weight_base(rows.max[1], factor))));
+    }
+
+    __device__ void add_weighted(float (&d)[COUNT], const softmax_rows &rows, float factor, bool first) const {
+        if (!first) add_weighted_to(d, rows, factor);
+        put(d);
+        own[COUNT / 4 * THREADS] = {rows.max[0], rows.max[1], 0, 0};
+    }
+
+  private:
+    __device__ void put(const float (&d)[COUNT]) const {
+#pragma unroll
+        for (int i = 0; i < COUNT / 4; i++)
+            own[i * THREADS] = {d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]};
+    }
+};
 
 /* ---- Results -------------------------------------------------------------------------------------------- */
 
@@ -180,9 +253,23 @@ struct fast_call {
     attention_call a;
     row_numbers rows; /* of the backward */
     int *flags;
+    float *aside; /* see attention_call; NULL where no sum is a long one */
+
+    /* The call of a kernel that sums over so many rows. */
+    attention_call over(int64_t rows) const {
+        attention_call call = a;
+        call.aside = rows > LONG_SUM ? aside : nullptr;
+        return call;
+    }
+};
+
+/* How many numbers the blocks of each kernel keep of long sums. */
+struct aside_numbers {
+    int64_t forward, dq, dkv;
 };
 
 namespace hopper {
+aside_numbers asides(const vjp_work *work, const attention_call &a);
 vjp_status enqueue_forward(const fast_call &c);
 vjp_status enqueue_dq(const fast_call &c);
 vjp_status enqueue_dkv(const fast_call &c);
@@ -205,6 +292,7 @@ vjp_status enqueue_gradients(const fast_call &c, const dq_sums &dq, int *key_fla
 namespace tensor {
 /* Whether the card's shared memory holds the tiles of this pass. */
 bool fits(const vjp_work *work, const attention_call &a);
+aside_numbers asides(const vjp_work *work, const attention_call &a);
 vjp_status enqueue_forward(const fast_call &c);
 vjp_status enqueue_dq(const fast_call &c);
 vjp_status enqueue_dkv(const fast_call &c);

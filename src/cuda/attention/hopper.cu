@@ -55,7 +55,7 @@ struct maps {
     /* All that the kernels over keys have in common. */
     void over_keys(dkv_call *call, int *flags, int query_rows, int key_rows) {
         const attention_call &a = c.a;
-        call->a = a;
+        call->a = c.over(a.group * a.time);
         call->rows = c.rows;
         call->out.flags = flags;
         queries(&call->q, a.q, a.q_step, query_rows);
@@ -75,6 +75,17 @@ struct maps {
 
 } // namespace
 
+aside_numbers asides(const vjp_work *work, const attention_call &a) {
+    int64_t blocks = state_of(work->device)->multiprocessors;
+    return with_bool(a.dim <= 64, [&](auto is_64) {
+        constexpr int D = decltype(is_64)::value ? 64 : 128, DKV_THREADS = dkv_shape<D>::THREADS;
+        static_assert(gradients_shape::THREADS == DKV_THREADS);
+        return aside_numbers{blocks * sums_aside<D / 2, forward_shape<D>::THREADS>::NUMBERS,
+                             blocks * sums_aside<D / 2, dq_shape<D>::THREADS>::NUMBERS,
+                             blocks * sums_aside<D / 2, DKV_THREADS, 2>::NUMBERS};
+    });
+}
+
 vjp_status enqueue_forward(const fast_call &c) {
     const attention_call &a = c.a;
     return with_variant(c, [&](auto zero, auto dim, auto keys) {
@@ -83,7 +94,7 @@ vjp_status enqueue_forward(const fast_call &c) {
         using shape = forward_shape<D>;
         forward_call call{};
         int64_t blocks = vjp_divide_up(a.time, shape::ROWS);
-        call.a = a;
+        call.a = c.over(a.keys);
         call.flags = c.flags;
         call.order = order_of(a.batch * a.heads, a.heads, a.group, 2 * a.keys * D * 2, blocks, a.causal);
         call.before = (int)(blocks * shape::ROWS - vjp_round_up(a.time, 64));
@@ -105,7 +116,7 @@ vjp_status enqueue_dq(const fast_call &c) {
         constexpr int D = decltype(dim)::value;
         using shape = dq_shape<D>;
         dq_call call{};
-        call.a = a;
+        call.a = c.over(a.keys);
         call.rows = c.rows;
         call.flags = c.flags;
         call.order = order_of(a.batch * a.heads, a.heads, a.group, 2 * a.keys * D * 2,

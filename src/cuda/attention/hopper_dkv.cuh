@@ -200,6 +200,7 @@ template <class T, int D, visible V> __device__ void dkv_consume(const dkv_call 
         key_rows keys = key_rows_of<V>(c.a, t, t.block * KEYS + group * 64);
         float dk[D / 2], dv[D / 2];
         uint32_t p[QUERIES / 4], ds[QUERIES / 4];
+        sums_aside<D / 2, shape::THREADS, 2> dk_aside(c.a.aside, 0), dv_aside(c.a.aside, 1);
         int first = first_queries<KEYS, QUERIES>(c.a, CAUSAL, t.block);
         int end = LAST ? end_queries<KEYS, QUERIES, FIRST>(c.a, t) : all;
         int steps = (end - first) * (int)c.a.group, m = end - 1;
@@ -263,25 +264,37 @@ template <class T, int D, visible V> __device__ void dkv_consume(const dkv_call 
             make_weights(s);
             use_weights(false);
         }
+        bool keep = false;
         for (int step = 1; step < steps; step++) {
             float s[QUERIES / 2];
             barrier_wait(shared.q_full[at.stage], at.parity);
             turn_begins();
-            issue_dk(step > 1);
+            issue_dk(keep);
             issue_scores(s);
             turn_ends();
             products_wait<0>();
             pin(s);
             release_last();
             make_weights(s);
-            use_weights(true);
+            keep = !in_chains<T>(c.a) || step % CHAIN_BLOCKS<QUERIES>;
+            if (!keep) {
+                pin(dk);
+                pin(dv);
+                dk_aside.add(dk, step == CHAIN_BLOCKS<QUERIES>);
+                dv_aside.add(dv, step == CHAIN_BLOCKS<QUERIES>);
+            }
+            use_weights(keep);
         }
-        issue_dk(steps > 1);
+        issue_dk(keep);
         products_commit();
         products_wait<0>();
         pin(dv);
         pin(dk);
         release_last();
+        if (in_chains<T>(c.a) && steps > CHAIN_BLOCKS<QUERIES>) {
+            dk_aside.add_to(dk);
+            dv_aside.add_to(dv);
+        }
         /* Both consumers are done with the keys and values: their memory takes the results. */
         group_sync(BOTH, 2 * WARPGROUP);
         store_keys<T, D>(c.a, c.out, t, group, keys, dk, dv, reinterpret_cast<char *>(shared.k + group * 64 * D),

@@ -104,6 +104,10 @@ template <class T, int D, visible V> __device__ void dq_consume(const dq_call &c
         float lse[2] = {lse_at[0], lse_at[8]}, delta[2] = {delta_at[0], delta_at[8]};
         float s[KEYS / 2], dp[KEYS / 2], dq[D / 2];
         uint32_t ds[KEYS / 4];
+        sums_aside<D / 2, shape::THREADS> aside(c.a.aside);
+        auto chain = [&]() {
+            return first_chain<KEYS>(key_blocks<KEYS>(c.a, CAUSAL, (t.block + 1) * shape::ROWS) - 1);
+        };
         auto issue_scores = [&]() {
             uint32_t k = shared_address(shared.k[k_at.stage]), v = shared_address(shared.v[v_at.stage]);
             barrier_wait(shared.k_full[k_at.stage], k_at.parity);
@@ -174,12 +178,17 @@ template <class T, int D, visible V> __device__ void dq_consume(const dq_call &c
             pin(s);
             release_last();
             make_ds();
-            keep = true;
+            keep = !in_chains<T>(c.a) || n % CHAIN_BLOCKS<KEYS>;
+            if (!keep) {
+                pin(dq);
+                aside.add(dq, n == chain());
+            }
         }
         issue_gradient(keep);
         products_wait<0>();
         pin(dq);
         release_last();
+        if (in_chains<T>(c.a) && chain() >= begin) aside.add_to(dq);
         if (lane == 0) barrier_arrive(shared.q_empty);
         float back = c.a.scale / WEIGHT_ONE<T>;
         bool finite = true;

@@ -148,6 +148,8 @@ __device__ void forward_consume(const forward_call &c, forward_shared<T, D> &sha
         /* The end of the blocks that its rows see, and the first key that all of them see. */
         int end = first < 0 ? begin : key_blocks<KEYS>(c.a, CAUSAL, first + 64);
         int whole = LAST ? first_key<FIRST>(c.a, t.batch, max(first, 0) + 63) : 0;
+        sums_aside<D / 2, shape::THREADS> aside(c.a.aside);
+        auto chain = [&]() { return first_chain<KEYS>(key_blocks<KEYS>(c.a, CAUSAL, first + 64) - 1); };
         float s[KEYS / 2], o[D / 2], correction[2];
         uint32_t p[KEYS / 4];
         softmax_rows rows = {{-CUDART_INF_F, -CUDART_INF_F}, {0, 0}};
@@ -231,7 +233,8 @@ __device__ void forward_consume(const forward_call &c, forward_shared<T, D> &sha
             release(shared.v_empty[(block - 1) % shape::STAGES]);
             correct(o, correction);
             fragments<T>(p, s);
-            keep = true;
+            keep = !in_chains<T>(c.a) || n % CHAIN_BLOCKS<KEYS>;
+            if (!keep) aside.add_weighted(o, rows, factor, n == chain());
             block++;
         }
         release(shared.q_empty[tiles++ % shape::TILES]);
@@ -240,6 +243,7 @@ __device__ void forward_consume(const forward_call &c, forward_shared<T, D> &sha
         products_wait<0>();
         pin(o);
         release(shared.v_empty[(block - 1) % shape::STAGES]);
+        if (in_chains<T>(c.a) && chain() >= begin) aside.add_weighted_to(o, rows, factor);
         forward_store<T, D>(c, shared, t, group, first, o, rows);
     }
 }

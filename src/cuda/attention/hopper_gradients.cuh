@@ -192,8 +192,19 @@ template <class T, visible V> __device__ void gradients_consume(const gradients_
         for (int i = 0; i < D / 8; i++)
             out[i * WARPGROUP + thread] = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
     };
+    /* A tile's blocks of queries, over all heads that share its keys. */
+    auto steps_of = [&](const tile &t) {
+        int first = first_queries<KEYS, QUERIES>(c.a, CAUSAL, t.block);
+        int end = LAST ? end_queries<KEYS, QUERIES, FIRST>(c.a, t) : ((int)c.a.time + QUERIES - 1) / QUERIES;
+        return (end - first) * (int)c.a.group;
+    };
+    sums_aside<D / 2, shape::THREADS, 2> dk_aside(c.a.aside, 0), dv_aside(c.a.aside, 1);
     auto store_tile = [&]() {
         tile t = c.order.at(last_index);
+        if (in_chains<T>(c.a) && steps_of(t) > CHAIN_BLOCKS<QUERIES>) {
+            dk_aside.add_to(dk);
+            dv_aside.add_to(dv);
+        }
         key_rows keys = key_rows_of<V>(c.a, t, t.block * KEYS + group * 64);
         char *out = reinterpret_cast<char *>(shared.out[group]);
         wait_out(false);
@@ -234,7 +245,12 @@ template <class T, visible V> __device__ void gradients_consume(const gradients_
             }
             if (begun) arrive(shared.q_empty[last_stage()]);
             if (begun && fresh) store_tile();
-            keep = !fresh;
+            keep = !fresh && (!in_chains<T>(c.a) || left % CHAIN_BLOCKS<QUERIES>);
+            if (!fresh && !keep) {
+                bool first = left + CHAIN_BLOCKS<QUERIES> >= steps_of(t);
+                dk_aside.add(dk, first);
+                dv_aside.add(dv, first);
+            }
             float dp[QUERIES / 2], dq[D / 2];
             uint32_t dy = shared_address(shared.dy[at.stage]), v = shared_address(shared.v);
             if (fresh) barrier_wait(shared.v_full, keys_at.stage);

@@ -155,6 +155,15 @@ template <int COUNT> __device__ void clear(float (&d)[COUNT]) {
         d[i] = 0;
 }
 
+/* Whether a sum over `count` tiles is more than one chain, and whether one ends with tile i but the sum does not. */
+template <class T, int D> __device__ bool has_chains(const attention_call &a, int count) {
+    return in_chains<T>(a) && count > CHAIN_BLOCKS<shape<T, D>::SIDE>;
+}
+
+template <class T, int D> __device__ bool chain_ends(const attention_call &a, int i, int count) {
+    return in_chains<T>(a) && i + 1 < count && (i + 1) % CHAIN_BLOCKS<shape<T, D>::SIDE> == 0;
+}
+
 template <int COUNT> __device__ bool all_finite(const float (&d)[COUNT], float low_factor, float high_factor) {
     bool finite = true;
 #pragma unroll
@@ -247,6 +256,7 @@ __global__ void __launch_bounds__(THREADS, resident<T, D>(1)) forward(tensor_cal
     float o[S::COLUMNS / 2], scores[SIDE / 2], correction[2], factor = a.scale * LOG2_E;
     uint32_t weights[SIDE / 8 * sizeof(T)];
     softmax_rows rows = {{-CUDART_INF_F, -CUDART_INF_F}, {0, 0}};
+    sums_aside<S::COLUMNS / 2, THREADS> aside(a.aside);
     int begin = LAST ? first_key(a, p.t.batch, p.first) / SIDE : 0;
     int count = key_blocks<SIDE>(a, a.causal, (p.t.block + 1) * ROWS) - begin;
     clear(o);
@@ -274,7 +284,12 @@ __global__ void __launch_bounds__(THREADS, resident<T, D>(1)) forward(tensor_cal
                 fragments<T>(weights, scores);
                 tile_sums<T, D>(o, weights, pair + S::TILE, p.column);
             }
+            if (chain_ends<T, D>(a, i, count)) {
+                aside.add_weighted(o, rows, factor, i < CHAIN_BLOCKS<SIDE>);
+                clear(o);
+            }
         });
+    if (has_chains<T, D>(a, count)) aside.add_weighted_to(o, rows, factor);
     float inverse[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -311,6 +326,7 @@ __global__ void __launch_bounds__(THREADS, resident<T, D>(2)) gradient_dq(tensor
     float own_lse[2] = {lse[0], lse[8]}, own_delta[2] = {delta[0], delta[8]};
     float dq[S::COLUMNS / 2], scores[SIDE / 2], dp[SIDE / 2], factor = a.scale * LOG2_E;
     uint32_t ds[SIDE / 8 * sizeof(T)];
+    sums_aside<S::COLUMNS / 2, THREADS> aside(a.aside);
     int begin = LAST ? first_key(a, p.t.batch, p.first) / SIDE : 0;
     int count = key_blocks<SIDE>(a, a.causal, (p.t.block + 1) * ROWS) - begin;
     clear(dq);
@@ -339,7 +355,12 @@ __global__ void __launch_bounds__(THREADS, resident<T, D>(2)) gradient_dq(tensor
             }
             fragments<T>(ds, dp);
             tile_sums<T, D>(dq, ds, pair, p.column);
+            if (chain_ends<T, D>(a, i, count)) {
+                aside.add(dq, i < CHAIN_BLOCKS<SIDE>);
+                clear(dq);
+            }
         });
+    if (has_chains<T, D>(a, count)) aside.add_to(dq);
     float back = a.scale / WEIGHT_ONE<T>;
     bool left = __syncthreads_or(!all_finite(dq, back, back));
     leave(c, p, S::COLUMNS, left);
@@ -361,7 +382,8 @@ template <class T, int D, bool LAST> __global__ void __launch_bounds__(THREADS) 
         LAST ? max(0, end_query(a, p.t.batch, p.first + ROWS - 1) - 1) / SIDE + 1 : ((int)a.time + SIDE - 1) / SIDE;
     int ends[2] = {LAST ? end_query(a, p.t.batch, p.own) : 0, LAST ? end_query(a, p.t.batch, p.own + 8) : 0};
     int whole = LAST ? end_query(a, p.t.batch, p.first + (int)threadIdx.x / 32 * 16) : 0;
-    int per_head = end - first;
+    int per_head = end - first, count = per_head * (int)a.group;
+    sums_aside<S::COLUMNS / 2, THREADS, 2> dk_aside(a.aside, 0), dv_aside(a.aside, 1);
     clear(dk);
     clear(dv);
     load_tile<T, D>(k, a.k, a.k_step, p.t, a.keys, p.t.head, a.dim, p.first, ROWS);
@@ -369,7 +391,7 @@ template <class T, int D, bool LAST> __global__ void __launch_bounds__(THREADS) 
     auto head_of = [&](int i) { return p.t.head * (int)a.group + i / per_head; };
     auto query_of = [&](int i) { return (end - 1 - i % per_head) * SIDE; }; /* from the last one down */
     for_tiles<T, D, 2>(
-        per_head * (int)a.group,
+        count,
         [&](int i, uint32_t pair) {
             load_tile<T, D>(pair, a.q, a.q_step, p.t, a.time, head_of(i), a.dim, query_of(i), SIDE);
             load_tile<T, D>(pair + S::TILE, a.dy, a.y_step, p.t, a.time, head_of(i), a.dim, query_of(i), SIDE);
@@ -401,7 +423,17 @@ template <class T, int D, bool LAST> __global__ void __launch_bounds__(THREADS) 
             }
             fragments<T>(operand, dp);
             tile_sums<T, D>(dk, operand, q, p.column);
+            if (chain_ends<T, D>(a, i, count)) {
+                dk_aside.add(dk, i < CHAIN_BLOCKS<SIDE>);
+                dv_aside.add(dv, i < CHAIN_BLOCKS<SIDE>);
+                clear(dk);
+                clear(dv);
+            }
         });
+    if (has_chains<T, D>(a, count)) {
+        dk_aside.add_to(dk);
+        dv_aside.add_to(dv);
+    }
     float dk_factor = a.scale / WEIGHT_ONE<T>, dv_factor = 1 / WEIGHT_ONE<T>;
     bool outside[2] = {p.own >= a.keys, p.own + 8 >= a.keys}, good = true; /* rows past the end may hold anything */
 #pragma unroll
@@ -438,7 +470,7 @@ template <class F> vjp_status with_variant(const fast_call &c, F f) {
 }
 
 template <class T, int D> tensor_call call_of(const fast_call &c, bool keys) {
-    const attention_call &a = c.a;
+    const attention_call a = c.over(keys ? c.a.group * c.a.time : c.a.keys);
     int64_t heads = keys ? a.kv_heads : a.heads, rows = keys ? a.keys : a.time;
     int64_t bytes = 2 * (keys ? a.group * a.time : a.keys) * shape<T, D>::ROW_BYTES;
     return {a,
@@ -453,6 +485,17 @@ bool fits(const vjp_work *work, const attention_call &a) {
     cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, state_of(work->device)->ordinal);
     return with_shape(work->storage, a.dim, [&](auto zero, auto dim) {
         return shared_bytes<decltype(zero), decltype(dim)::value>(a.dy ? 2 : 1) <= (size_t)limit;
+    });
+}
+
+aside_numbers asides(const vjp_work *work, const attention_call &a) {
+    return with_shape(work->storage, a.dim, [&](auto zero, auto dim) {
+        constexpr int COLUMNS = shape<decltype(zero), decltype(dim)::value>::COLUMNS;
+        int64_t groups = vjp_divide_up(a.dim, COLUMNS) * a.batch;
+        int64_t rows = groups * a.heads * vjp_divide_up(a.time, ROWS);
+        int64_t keys = groups * a.kv_heads * vjp_divide_up(a.keys, ROWS);
+        int64_t one = sums_aside<COLUMNS / 2, THREADS>::NUMBERS, two = sums_aside<COLUMNS / 2, THREADS, 2>::NUMBERS;
+        return aside_numbers{rows * one, rows * one, keys * two};
     });
 }
 
