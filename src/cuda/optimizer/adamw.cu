@@ -237,18 +237,19 @@ bool same_types(const vjp_work *a, const vjp_work *b) {
 } // namespace
 
 vjp_status run_many_adamw(const vjp_work *const *works, size_t count) {
-    return with_adamw_types(works[0], [&](auto weight, auto gradient, auto moment) {
-        using T = decltype(weight);
-        using G = decltype(gradient);
-        using M = decltype(moment);
-        using step = adamw_step<T, G, M>;
-        auto describe = [&](const vjp_work *work, step *s, typename step::member *m) {
-            if (!same_types(work, works[0])) return false;
-            *s = step_of<T, G, M>(work);
-            *m = {s->w_out, s->m_out, s->v_out, s->g, vjp_elements(work, ADAMW_W), s->decay};
-            return s->w_out == s->w && s->m_out == s->m && s->v_out == s->v && is_aligned_step(*s);
-        };
-        return run_steps<step>(works, count, describe, run);
+    return for_each_kind(works, count, same_types, [](const vjp_work *const *kind, size_t found) {
+        return with_adamw_types(kind[0], [&](auto weight, auto gradient, auto moment) {
+            using T = decltype(weight);
+            using G = decltype(gradient);
+            using M = decltype(moment);
+            using step = adamw_step<T, G, M>;
+            auto describe = [](const vjp_work *work, step *s, typename step::member *m) {
+                *s = step_of<T, G, M>(work);
+                *m = {s->w_out, s->m_out, s->v_out, s->g, vjp_elements(work, ADAMW_W), s->decay};
+                return s->w_out == s->w && s->m_out == s->m && s->v_out == s->v && is_aligned_step(*s);
+            };
+            return run_steps<step>(kind, found, describe, run);
+        });
     });
 }
 

@@ -187,6 +187,29 @@ template <int W, class Step> vjp_status enqueue_step(const vjp_work *work, const
 }
 
 /*
+ * Calls run(works, count) for the works of each kind, which may lie between others: same(a, b) says whether two are of
+ * one. Where gradients are bf16 but for those of norms, there are two kinds.
+ */
+template <class Same, class Run>
+vjp_status for_each_kind(const vjp_work *const *works, size_t count, Same same, Run run) {
+    vjp_status status = VJP_OK;
+    for (size_t i = 0; i < count && status == VJP_OK; i++) {
+        size_t earlier = 0, found = 0;
+        while (!same(works[earlier], works[i]))
+            earlier++;
+        if (earlier < i) continue;
+        const vjp_work *kind[MANY_MEMBERS];
+        for (size_t k = i; k < count && status == VJP_OK; k++) {
+            if (same(works[k], works[i])) kind[found++] = works[k];
+            if (found < MANY_MEMBERS && k + 1 < count) continue;
+            status = run(kind, found);
+            found = 0;
+        }
+    }
+    return status;
+}
+
+/*
  * Runs steps of many tensors. step_of(work, &step, &member) describes one of them and returns false where it must run
  * alone; steps that share all but their members run as one, in batches that the table holds.
  */

@@ -119,16 +119,20 @@ vjp_status run(const vjp_work *work) {
 } // namespace
 
 vjp_status run_many_sgd(const vjp_work *const *works, size_t count) {
-    return with_step_types(works[0], SGD_G, [&](auto weight, auto gradient) {
-        using T = decltype(weight);
-        using G = decltype(gradient);
-        auto describe = [&](const vjp_work *work, sgd_step<T, G> *s, typename sgd_step<T, G>::member *m) {
-            if (work->storage != works[0]->storage || vjp_type(work, SGD_G) != vjp_type(works[0], SGD_G)) return false;
-            *s = step_of<T, G>(work);
-            *m = {s->w_out, s->momentum_out, s->g, vjp_elements(work, SGD_W), s->decay};
-            return s->w_out == s->w && s->momentum_out == s->momentum && is_aligned_step(*s);
-        };
-        return run_steps<sgd_step<T, G>>(works, count, describe, run);
+    auto same_types = [](const vjp_work *a, const vjp_work *b) {
+        return a->storage == b->storage && vjp_type(a, SGD_G) == vjp_type(b, SGD_G);
+    };
+    return for_each_kind(works, count, same_types, [](const vjp_work *const *kind, size_t found) {
+        return with_step_types(kind[0], SGD_G, [&](auto weight, auto gradient) {
+            using T = decltype(weight);
+            using G = decltype(gradient);
+            auto describe = [](const vjp_work *work, sgd_step<T, G> *s, typename sgd_step<T, G>::member *m) {
+                *s = step_of<T, G>(work);
+                *m = {s->w_out, s->momentum_out, s->g, vjp_elements(work, SGD_W), s->decay};
+                return s->w_out == s->w && s->momentum_out == s->momentum && is_aligned_step(*s);
+            };
+            return run_steps<sgd_step<T, G>>(kind, found, describe, run);
+        });
     });
 }
 
