@@ -255,8 +255,8 @@ void run_windows(steps &w, const conv_call &q, const tile_sizes &s, bool transpo
 }
 
 /*
- * The pixels that dweight sums in registers. Then the sums are added to the part in the workspace. In 16 bits four times
- * as many are accurate enough.
+ * The pixels that dweight sums in registers. Then the sums are added to the part in the workspace. In 16 bits four
+ * times as many are accurate enough.
  */
 constexpr int64_t MAX_CHAIN_PIXELS = 4096;
 
