@@ -92,11 +92,6 @@ bool is_hopper(const vjp_work *work, const attention_call &a) {
     return VJP_CUDA_HOPPER && state_of(work->device)->capability == 90 && work->storage != VJP_F32 && a.dim <= 128;
 }
 
-/* Whether a sum over so many rows is more than one chain. */
-bool is_long(const vjp_work *work, int64_t rows) {
-    return work->storage != VJP_BF16 && rows > LONG_SUM;
-}
-
 } // namespace
 
 /* Keys and values of a section of heads together: well inside the second-level cache of any large card. */

@@ -160,6 +160,11 @@ template <int COUNT> __device__ void correct(float (&o)[COUNT], const float (&co
 constexpr int LONG_SUM = 16384, CHAIN_TERMS = 4096;
 template <int SIDE> constexpr int CHAIN_BLOCKS = CHAIN_TERMS / SIDE;
 
+/* Whether a sum over so many rows is more than one chain. */
+inline bool is_long(const vjp_work *work, int64_t rows) {
+    return work->storage != VJP_BF16 && rows > LONG_SUM;
+}
+
 template <class T> __device__ bool in_chains(const attention_call &a) {
     return !std::is_same_v<T, bf16> && a.aside;
 }
@@ -253,12 +258,12 @@ struct fast_call {
     attention_call a;
     row_numbers rows; /* of the backward */
     int *flags;
-    float *aside; /* see attention_call; NULL where no sum is a long one */
+    float *aside; /* for long sums */
 
     /* The call of a kernel that sums over so many rows. */
     attention_call over(int64_t rows) const {
         attention_call call = a;
-        call.aside = rows > LONG_SUM ? aside : nullptr;
+        call.aside = is_long(work, rows) ? aside : nullptr;
         return call;
     }
 };
