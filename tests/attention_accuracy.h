@@ -16,8 +16,9 @@ typedef struct attention_case {
     double scale;          /* not 0: scores so large that exact products compute the gradients */
     bool causal, first, add, saved, nan; /* saved: the backward gets y and lse; nan: the first key and value are NaN */
     bool unaligned;                      /* dq is, so that exact products compute the backward */
-    vjp_dtype storage;                   /* that the numbers are rounded to: VJP_F32 or VJP_F16 */
-    bool positive; /* they are between 0 and 2 but for k, and v is k + 1: then dq does not cancel */
+    vjp_dtype storage;                   /* VJP_F32 or VJP_F16 */
+    /* Numbers are between 0 and 2 but for k, and v is k + 1: then dq does not cancel. f16 and TF32 hold all of them. */
+    bool positive;
 } attention_case;
 
 /* Dims are filled up to 64, 128 or 256, and each of these has kernels of its own; so have windows and first keys. */
@@ -73,7 +74,7 @@ static vjp_tensor case_tensor(vjp_device *on, vjp_dtype dtype, const attention_c
         int stream = c->positive && part == IN_V ? IN_K : part;
         double value =
             random_of((uint32_t)stream, 5, (uint64_t)(row * width + column)) + (c->positive && part != IN_K ? 1 : 0);
-        value = (double)(c->storage == VJP_F16 ? vjp_f16_to_f32(vjp_f32_to_f16((float)value)) : (float)value);
+        value = (double)(c->positive ? vjp_f16_to_f32(vjp_f32_to_f16((float)value)) : (float)value);
         if (c->nan && (part == IN_K || part == IN_V) && row % shape[1] == 0) value = (double)NAN;
         put(&host, i, column >= width ? case_gap : part >= OUT_Y ? case_old : value);
     }
@@ -216,47 +217,58 @@ static double case_drift(const double *wrong, const double *right, int64_t count
 
 /*
  * Sums over so many rows of numbers of one sign, with weights of similar sizes, that one chain on the tensor cores
- * would drift too far: by 1.3e-4 over the rows that an emulated Hopper has time for. Each kernel has a case. What is
- * not a sum over many rows is left out: it nearly cancels, or is too small for f16.
+ * would drift too far: by 1.3e-4 over the rows that an emulated Hopper has time for. What is not a sum over many rows
+ * is left out: it nearly cancels, or is too small for f16.
  */
+static void check_many_rows(vjp_device *on, vjp_device *ref, const attention_case *c) {
+    bool emulated = device_is("cuda", "emulated");
+    double *right[ATTENTION_TENSORS], *one[ATTENTION_TENSORS], *two[ATTENTION_TENSORS] = {0};
+    run_attention_case(ref, VJP_F64, c, right);
+    run_attention_case(on, c->storage, c, one);
+    if (!emulated) run_attention_case(on, c->storage, c, two);
+    printf("%s, %s:", c->name, c->storage == VJP_F16 ? "f16" : "TF32");
+    for (int i = OUT_Y; i < ATTENTION_TENSORS; i++) {
+        int64_t count = case_count(c, i);
+        if (has_keys(i) == (c->keys < c->time)) {
+            double error = case_error(one[i], right[i], count), drift = case_drift(one[i], right[i], count);
+            printf(" %s %.1e, drift %.1e", attention_names[i], error, drift);
+            if (!(error < (c->storage == VJP_F16 ? f16_bound : tf32_bound) && fabs(drift) < drift_bound))
+                fail_msg("%s: %s is off by %g, in the mean by %g", c->name, attention_names[i], error, drift);
+        }
+        if (two[i]) assert_memory_equal(one[i], two[i], (size_t)count * sizeof *one[i]);
+        free(right[i]), free(one[i]), free(two[i]);
+    }
+    printf("\n");
+}
+
+/* Each kernel has a case; f32 is multiplied as TF32. */
 static void attention_is_accurate_over_many_rows(void **state) {
     (void)state;
     need_device();
     bool emulated = device_is("cuda", "emulated");
     const int64_t many = emulated ? 20000 : 131072;
+    const vjp_options options = {.struct_size = sizeof options, .matrix_products = "tf32"};
     const attention_case cases[] = {
-        {"dim 64, many keys", 1, 8, many, 1, 1, 64, .saved = true},
-        {"dim 64, many queries", 1, many, 8, 1, 1, 64, .saved = true},
-        {"dim 128, many keys", 1, 8, many, 1, 1, 128, .saved = true},
-        {"dim 128, many queries of two heads", 1, many / 2, 8, 2, 1, 128, .saved = true},
-        {"dim 64, a window of keys", 1, 70, many, 1, 1, 64, .window = many - 999, .causal = true, .saved = true},
-        {"dim 256, many queries", 1, many, 8, 1, 1, 256, .saved = true}};
-    vjp_device *ref;
+        {"dim 64, many keys", 1, 8, many, 1, 1, 64, .saved = true, .storage = VJP_F16},
+        {"dim 64, many queries", 1, many, 8, 1, 1, 64, .saved = true, .storage = VJP_F16},
+        {"dim 128, many keys", 1, 8, many, 1, 1, 128, .saved = true, .storage = VJP_F16},
+        {"dim 128, many queries of two heads", 1, many / 2, 8, 2, 1, 128, .saved = true, .storage = VJP_F16},
+        {"dim 64, a window of keys", 1, 70, many, 1, 1, 64, .window = many - 999, .causal = true, .saved = true,
+         .storage = VJP_F16},
+        {"dim 256, many queries", 1, many, 8, 1, 1, 256, .saved = true, .storage = VJP_F16},
+        {"dim 64, many keys", 1, 8, many, 1, 1, 64, .saved = true, .storage = VJP_F32},
+        {"dim 64, many queries", 1, many, 8, 1, 1, 64, .saved = true, .storage = VJP_F32}};
+    vjp_device *ref, *rounding;
     assert_int_equal(vjp_open("ref", NULL, &ref), VJP_OK);
+    assert_int_equal(vjp_open("cuda", &options, &rounding), VJP_OK);
     for (size_t n = 0; n < sizeof cases / sizeof cases[0]; n++) {
-        if (emulated && !in_part(n, 6)) continue;
+        if (emulated && !in_part(n, sizeof cases / sizeof cases[0])) continue;
         attention_case c = cases[n];
-        double *right[ATTENTION_TENSORS], *one[ATTENTION_TENSORS], *two[ATTENTION_TENSORS] = {0};
-        c.storage = VJP_F16;
         c.positive = true;
         c.scale = 1.0 / 256;
-        run_attention_case(ref, VJP_F64, &c, right);
-        run_attention_case(device, VJP_F16, &c, one);
-        if (!emulated) run_attention_case(device, VJP_F16, &c, two);
-        printf("%s:", c.name);
-        for (int i = OUT_Y; i < ATTENTION_TENSORS; i++) {
-            int64_t count = case_count(&c, i);
-            if (has_keys(i) == (c.keys < c.time)) {
-                double error = case_error(one[i], right[i], count), drift = case_drift(one[i], right[i], count);
-                printf(" %s %.1e, drift %.1e", attention_names[i], error, drift);
-                if (!(error < f16_bound && fabs(drift) < drift_bound))
-                    fail_msg("%s: %s is off by %g, in the mean by %g", c.name, attention_names[i], error, drift);
-            }
-            if (two[i]) assert_memory_equal(one[i], two[i], (size_t)count * sizeof *one[i]);
-            free(right[i]), free(one[i]), free(two[i]);
-        }
-        printf("\n");
+        check_many_rows(c.storage == VJP_F16 ? device : rounding, ref, &c);
     }
+    vjp_close(rounding);
     vjp_close(ref);
 }
 

@@ -150,7 +150,7 @@ typedef struct rope_case {
 } rope_case;
 
 /* Finite numbers of that dtype. */
-static void fill_rope(vjp_dtype dtype, size_t count, uint32_t seed, void *to) {
+static void fill_finite(vjp_dtype dtype, size_t count, uint32_t seed, void *to) {
     for (size_t i = 0; i < count; i++) {
         uint32_t random = (uint32_t)(i * 2654435761u + seed * 40503u);
         if (dtype == VJP_F32)
@@ -171,14 +171,14 @@ static void check_ropes(const rope_case *c, vjp_pass pass) {
     for (int i = 0; i < 2; i++) {
         const int64_t shape[] = {ROPE_TIME, c->n_rot / 2};
         size_t count = (size_t)(ROPE_TIME * c->n_rot / 2);
-        fill_rope(c->table, count, 99 + (uint32_t)i, content);
+        fill_finite(c->table, count, 99 + (uint32_t)i, content);
         table[i] = on_device(c->table, 2, shape, content, count * vjp_dtype_size(c->table));
     }
     vjp_tensor x[ROPES], y[2][ROPES];
     const vjp_tensor *list[2][ROPES * (ROPE_POSITIONS + 1)];
     for (int k = 0; k < ROPES; k++) {
         const int64_t shape[] = {2, c->positions ? ROPE_TIME : ROPE_TIME - k, heads[k], HEAD};
-        fill_rope(c->storage, ROPE_ELEMENTS + 1, (uint32_t)k, content);
+        fill_finite(c->storage, ROPE_ELEMENTS + 1, (uint32_t)k, content);
         x[k] = on_device(c->storage, 4, shape, content, bytes);
         if (k == 4) x[k].offset = size; /* not aligned: it runs alone */
         for (int i = 0; i < 2; i++) {
@@ -238,16 +238,16 @@ static void steps_of_several_kinds_are_those_of_each(void **state) {
     vjp_tensor lr = on_device(VJP_F32, 0, NULL, &rate, sizeof rate);
     vjp_tensor step = on_device(VJP_I64, 0, NULL, &number, sizeof number);
     float content[MOST_UPDATED], one[MOST_UPDATED], many[MOST_UPDATED];
-    for (int momentum = 0; momentum < 2; momentum++) { /* sgd, and adamw */
+    for (int is_adamw = 0; is_adamw < 2; is_adamw++) {
         vjp_tensor w[2][UPDATES], m[2][UPDATES], v[2][UPDATES], g[UPDATES];
         const vjp_tensor *adamw[2][UPDATES][ADAMW_SCALE + 1] = {0}, *sgd[2][UPDATES][SGD_SCALE + 1] = {0};
         for (int k = 0; k < UPDATES; k++) {
             size_t bytes = (size_t)counts[k] * sizeof(float);
             vjp_dtype type = k % 2 ? VJP_F32 : VJP_BF16;
-            fill_rope(type, (size_t)counts[k], 7 + (uint32_t)k, content);
+            fill_finite(type, (size_t)counts[k], 7 + (uint32_t)k, content);
             g[k] = on_device(type, 1, &counts[k], content, (size_t)counts[k] * vjp_dtype_size(type));
             for (int i = 0; i < 2; i++) {
-                fill_rope(VJP_F32, (size_t)counts[k], 70 + (uint32_t)k, content);
+                fill_finite(VJP_F32, (size_t)counts[k], 70 + (uint32_t)k, content);
                 w[i][k] = on_device(VJP_F32, 1, &counts[k], content, bytes);
                 memset(content, 0, bytes);
                 m[i][k] = on_device(VJP_F32, 1, &counts[k], content, bytes);
@@ -262,16 +262,16 @@ static void steps_of_several_kinds_are_those_of_each(void **state) {
                 memcpy(sgd[i][k], of_sgd, sizeof of_sgd);
             }
         }
-        const vjp_op *op = momentum ? &vjp_op_adamw : &vjp_op_sgd;
-        size_t slots = momentum ? ADAMW_SCALE + 1 : SGD_SCALE + 1;
+        const vjp_op *op = is_adamw ? &vjp_op_adamw : &vjp_op_sgd;
+        size_t slots = is_adamw ? ADAMW_SCALE + 1 : SGD_SCALE + 1;
         for (int k = 0; k < UPDATES; k++)
-            assert_int_equal(vjp_call(device, op, VJP_FORWARD, momentum ? adamw[0][k] : sgd[0][k], slots, NULL),
+            assert_int_equal(vjp_call(device, op, VJP_FORWARD, is_adamw ? adamw[0][k] : sgd[0][k], slots, NULL),
                              VJP_OK);
         assert_int_equal(
-            vjp_call_many(device, op, VJP_FORWARD, momentum ? adamw[1][0] : sgd[1][0], slots, UPDATES, NULL), VJP_OK);
+            vjp_call_many(device, op, VJP_FORWARD, is_adamw ? adamw[1][0] : sgd[1][0], slots, UPDATES, NULL), VJP_OK);
         for (int k = 0; k < UPDATES; k++) {
             size_t bytes = (size_t)counts[k] * sizeof(float);
-            fill_rope(VJP_F32, (size_t)counts[k], 70 + (uint32_t)k, content);
+            fill_finite(VJP_F32, (size_t)counts[k], 70 + (uint32_t)k, content);
             assert_int_equal(vjp_download(device, one, w[0][k].data, 0, bytes), VJP_OK);
             assert_int_equal(vjp_download(device, many, w[1][k].data, 0, bytes), VJP_OK);
             assert_memory_equal(one, many, bytes);

@@ -169,7 +169,7 @@ template <class T> __device__ bool in_chains(const attention_call &a) {
     return !std::is_same_v<T, bf16> && a.aside;
 }
 
-/* Blocks are summed from `last` down; every multiple of CHAIN_BLOCKS begins a chain: the first that ends another. */
+/* Blocks are summed from `last` down, and a chain ends at every multiple of CHAIN_BLOCKS: the first of these, or -1. */
 template <int SIDE> __device__ int first_chain(int last) {
     return last > 0 ? (last - 1) / CHAIN_BLOCKS<SIDE> * CHAIN_BLOCKS<SIDE> : -1;
 }
